@@ -92,6 +92,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/position_changes.py adopt", ""): _COMMAND,
     ("gateway/startup/position_changes.py _find", ""): _COMMAND,
     ("gateway/startup/position_changes.py _unacceptable", "is empty"): _STATE,
+    ("gateway/startup/position_changes.py _unacceptable", "a second time"): _STATE,
     ("gateway/startup/position_changes.py _unacceptable", "WAL ends at"): _SET_BACK,
     ("gateway/startup/position_checks.py check_set_back", "the server is in an earlier state"): _SET_BACK,
     ("gateway/startup/server_checks.py check_server", "SQL_ASCII"): _ENCODING,

@@ -21,7 +21,7 @@ from gateway.cli.check_report import CheckReport, CheckResult
 from gateway.cli.pattern_checks import check_patterns
 from gateway.cli.stream_server import stream_login
 from gateway.config.settings import Settings
-from gateway.errors import DataGap, RetrySlowly, WalgateError
+from gateway.errors import DataGap, RetrySlowly, StopForOperator, WalgateError
 from gateway.kafka.cluster_facts import advertised_addresses, kafka_facts
 from gateway.kafka.durability import cautions, durability_of
 from gateway.kafka.last_commit import newest_commit_lsn
@@ -38,7 +38,12 @@ from gateway.postgres.role import role_facts
 from gateway.postgres.server import load_facts
 from gateway.postgres.wal_retention import retention_causes
 from gateway.runtime.source_catalog import expected_of
-from gateway.runtime.stored_positions import decode_positions, fresh_position, refuse_other_dialect
+from gateway.runtime.stored_positions import (
+    decode_positions,
+    fresh_position,
+    refuse_lost_schemas,
+    refuse_other_dialect,
+)
 from gateway.schema_errors import open_registry, topics_with_schema
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.findings import Finding, OperatorWarning, report_of
@@ -59,6 +64,7 @@ from gateway.startup.start import check_without_position
 from gateway.startup.timeline_checks import parse_history, position_at_fork
 from gateway.transactions.position import Position
 from schemas.lsn import Lsn
+from schemas.registry_client import RegistryClient
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted, message_topic, transaction_topic, value_subject
 
 _TIMEOUT_S: Final = 10.0
@@ -366,10 +372,24 @@ class _Check:
                 newest = await newest_commit_lsn(self._settings.kafka, marker, _TIMEOUT_S)
             async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
                 positions = await decode_positions(values, fresh, client)
+                await self._lost_schemas(positions.values(), client, kafka)
         except WalgateError as error:
             self._report.add("resume_lsn", [error])
             return None
-        return Stored(positions, has_markers and is_used, self._next_moment(), newest)
+        at_least_once = self._settings.kafka.delivery == "at_least_once"
+        return Stored(positions, has_markers and is_used, self._next_moment(), newest, at_least_once)
+
+    async def _lost_schemas(self, positions: Iterable[Position], client: RegistryClient, kafka: KafkaFacts) -> None:
+        """Report schemas that the registry has lost. A topic that was not looked at counts as
+        deleted, with its schema."""
+
+        async def missing(topics: Iterable[str]) -> set[str]:
+            return {topic for topic in topics if topic not in kafka.topics}
+
+        try:
+            await refuse_lost_schemas(positions, self._settings.kafka.prefix, client, missing)
+        except StopForOperator as error:
+            self._report.add("registry", [error])
 
     def _judge(self, before: Facts, stored: Stored, after: Facts, fresh: Position) -> Iterator[Finding]:
         former = position_before_rename(stored, fresh, after)

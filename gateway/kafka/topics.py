@@ -314,9 +314,10 @@ class Topics:
         refused = await self._refused(new)
         plain = without_settings(new, refused)
         if plain:
-            self._warn(tuple(refused_settings(name, refused[name].error, refused[name].reason) for name in plain))
-            refused = {name: refusal for name, refusal in refused.items() if name not in plain}
-            refused |= await self._refused(list(plain.values()))
+            again = await self._refused(list(plain.values()))
+            taken = {name: refused.pop(name) for name in plain if name not in again}
+            self._warn(tuple(refused_settings(name, each.error, each.reason) for name, each in taken.items()))
+            refused |= again
             new = [plain.get(topic.name, topic) for topic in new]
         for topic in new:
             if topic.name not in refused:

@@ -366,11 +366,11 @@ class Bootstrap:
         moment = self._memory.next_moment()
         fresh = self.fresh_position(self._catalog.facts)
         positions = await decode_positions(values, fresh, self._registry)
-        await refuse_lost_schemas(positions.values(), kafka.prefix, self._registry, self._topics)
+        await refuse_lost_schemas(positions.values(), kafka.prefix, self._registry, self._topics.missing)
         used = self._dialect.is_used(positions.values(), fresh, used)
         if waits:
             failpoint("after_position_read")
-        return Stored(positions, used, moment, newest)
+        return Stored(positions, used, moment, newest, kafka.delivery == "at_least_once")
 
     async def _register_fixed_schemas(self) -> None:
         """Register the schemas of the fixed topics, after the position has shown that this is still

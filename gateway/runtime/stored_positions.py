@@ -3,7 +3,7 @@ dialect they were written with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from importlib.metadata import version as package_version
 
 import structlog
@@ -12,7 +12,6 @@ from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import Settings
 from gateway.errors import StopForOperator
 from gateway.kafka.position_topic import read_positions
-from gateway.kafka.topics import Topics
 from gateway.schema_errors import classified_schema_errors, open_registry
 from gateway.startup.facts import Facts
 from gateway.transactions.position import Position, decode_position, not_a_position_hint, position_schema_id
@@ -93,14 +92,17 @@ async def decode_positions(
 
 
 async def refuse_lost_schemas(
-    positions: Iterable[Position], prefix: str, registry: RegistryClient, topics: Topics
+    positions: Iterable[Position],
+    prefix: str,
+    registry: RegistryClient,
+    missing: Callable[[Iterable[str]], Awaitable[Collection[str]]],
 ) -> None:
     """Note the newest schemas with which gateways have written to topics of the prefix that still
-    exist. Raises StopForOperator if the registry no longer has them: it would give their ids to
-    other schemas."""
+    exist. `missing` returns those of its topics that do not. Raises StopForOperator if the registry
+    no longer has these schemas: it would give their ids to other ones."""
     newest = {each.newest_schema for each in positions if each.prefix == prefix and each.newest_schema is not None}
     topic_of = {used: topic_of_subject(used.subject) for used in newest}
-    deleted = await topics.missing(topic for topic in topic_of.values() if topic.startswith(f"{prefix}."))
+    deleted = await missing(topic for topic in topic_of.values() if topic.startswith(f"{prefix}."))
     with classified_schema_errors():
         for used, topic in topic_of.items():
             if topic not in deleted:

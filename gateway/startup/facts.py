@@ -178,13 +178,21 @@ class Stored:
 
     `marker_topic_used` tells whether the marker topic holds or has ever held a record; control
     records of Kafka transactions do not count. `newest_commit_lsn` is the commit LSN of the newest
-    committing marker, which was read after the positions; None if it is not known.
+    committing marker, which was read after the positions; None if it is not known. `at_least_once`:
+    markers are written before the position, not together with it.
     """
 
     positions: Mapping[bytes, Position]
     marker_topic_used: bool
     moment: int = 0
     newest_commit_lsn: Lsn | None = None
+    at_least_once: bool = False
+
+    def lacks_positions_after(self, position: Position) -> bool:
+        """Return whether the position topic has lost its newest records. With at_least_once, this
+        is not known: the gateway may have ended between the markers and the position."""
+        newest = self.newest_commit_lsn
+        return not self.at_least_once and newest is not None and newest > position.last_commit_lsn
 
     def lacks_markers_of(self, position: Position) -> bool:
         """Return whether the marker topic has lost its newest markers. Those that retention removes

@@ -64,7 +64,7 @@ from gateway.startup.start import (
 )
 from gateway.transactions.position import Gap, Position
 from schemas.lsn import Lsn
-from schemas.topic_names import parse_relation
+from schemas.topic_names import POSITION_TOPIC, parse_relation
 
 FreshPosition = Callable[[Facts], Position]
 
@@ -128,9 +128,10 @@ def accept_gap(
     after: Facts = yield LoadFacts()
     _raise(check_holder(after, expected))
     position = yield from _position_of(stored, fresh_position(after), after)
-    yield from record_set_back(after, position)
+    if after.server.timeline <= position.timeline:  # a start judges a promotion, with the history of the timelines
+        yield from record_set_back(after, position)
     _raise(_unacceptable(stored, after, position, expected, until_now=until_now))
-    reason = _proven_gap(before, after, position, expected)
+    reason = _proven_gap(before, stored, after, position, expected)
     slot = after.slot
     first_lsn = position.resume_lsn
     if released is None and stored.lacks_markers_of(position):
@@ -200,13 +201,25 @@ def _unacceptable(
         )
     elif not until_now:
         yield from check_set_back(facts, position)
+        confirmed = None if facts.slot is None else facts.slot.confirmed_flush_lsn
+        newest = stored.newest_commit_lsn
+        if (
+            confirmed
+            and newest
+            and position.resume_lsn < confirmed <= newest
+            and stored.lacks_positions_after(position)
+        ):
+            yield StopForOperator(
+                f"accept-gap: slot {position.slot} would send the transactions from {confirmed} to {newest} a second time",
+                hint=NEW_PREFIX,
+            )
 
 
 def _is_lost(facts: Facts, expected: Expected) -> bool:
     return any(isinstance(finding, DataGap) for finding in check_slot(facts, expected))
 
 
-def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expected) -> str | None:
+def _proven_gap(before: Facts, stored: Stored, after: Facts, position: Position, expected: Expected) -> str | None:
     """Return the reason why changes of the slot are lost, or None if the facts do not prove a loss.
     The facts were read in the order of rule 2 (see `__init__.py`)."""
     if after.slot is None:
@@ -216,6 +229,8 @@ def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expec
             return finding.message
     confirmed = None if before.slot is None else before.slot.confirmed_flush_lsn
     if confirmed is not None and confirmed > position.resume_lsn:
+        if stored.lacks_positions_after(position):
+            return f"Kafka had lost the newest records of {POSITION_TOPIC}"
         return f"slot {position.slot} was advanced to {confirmed} by another process, or was recreated"
     lsn = set_back_lsn(after, position)
     if lsn is not None:

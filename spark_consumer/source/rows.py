@@ -32,7 +32,7 @@ _WITHOUT_OLD = (
 )
 _SPECIAL_IN_KEY = (
     "a value in a key column, such as infinity, has only a text, and the key would be null: use last_states or "
-    "versions, or a mirror"
+    "versions or, unless the value is text that is not UTF-8, a mirror"
 )
 _Part = Callable[[DataFrame, str], Column]
 
@@ -230,8 +230,8 @@ def last_states(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     is a TOASTed column that was not sent with a change of key, until a later change sends it: its
     value was sent under the old key.
 
-    A value that Spark's type cannot hold, such as infinity, is null, also in a key: rows with
-    different values of this kind remain different rows.
+    A value that Spark's type cannot hold, such as infinity, is null. In a key, rows with different
+    values of this kind remain different rows, and a column of strings has PostgreSQL's text.
     """
     cut = changes.where(f.col("op") == "TRUNCATE").agg(f.max(f.struct(*POSITION)).alias("cut"))
     rows = _rows_by_key(changes, key).crossJoin(f.broadcast(cut))

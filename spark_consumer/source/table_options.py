@@ -39,7 +39,9 @@ def with_options(columns: StructType, given: Mapping[str, str]) -> StructType:
     if secret is not None:
         raise OptionError(
             f"{secret} would be readable to everyone who can see the columns of the table",
-            hint=f"Omit it here, and give it where the table is read: SELECT ... FROM the_table WITH ('{secret}' = '...').",
+            hint="Use CREATE TEMPORARY VIEW, which stores no options: creating a table reads its columns from the registry."
+            if secret.startswith("registry.")
+            else f"Omit it here, and give it where the table is read: SELECT ... FROM the_table WITH ('{secret}' = '...').",
         )
     first, *others = columns.fields
     noted = StructField(first.name, first.dataType, first.nullable, {_NOTE: options})

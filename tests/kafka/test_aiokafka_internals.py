@@ -55,6 +55,7 @@ from gateway.kafka.aiokafka_internals.version import check_version
 from gateway.local import Kafka
 from gateway.local.kafka import QUICK_START
 from gateway.local.ports import HOST, free_port
+from gateway.runtime.event_loop import EventLoop
 from tests.kafka.scripted_broker import (
     AUTHENTICATE,
     HANDSHAKE,
@@ -569,6 +570,29 @@ async def test_a_client_that_knows_no_topic_asks_for_none(kafka: Kafka, topic_pr
         assert isinstance(admin._client.cluster, ClusterMetadata)
     finally:
         await admin.close()
+
+
+@pytest.mark.integration
+def test_a_request_over_a_connection_that_has_just_closed_is_a_connection_error(kafka: Kafka) -> None:
+    """uvloop's transport raises RuntimeError then."""
+
+    async def send() -> None:
+        client = Client(bootstrap_servers=kafka.bootstrap_servers)
+        await client.bootstrap()
+        try:
+            node = next(iter(client.cluster.brokers())).nodeId
+            assert await client.ready(node)
+            connection = client._conns[node, ConnectionGroup.DEFAULT]
+            connection._writer.transport.abort()
+            await asyncio.sleep(0)  # one iteration before aiokafka knows
+            with pytest.raises(KafkaConnectionError, match="closed"):
+                connection.send(MetadataRequest([]))
+            assert not connection.connected()
+        finally:
+            await client.close()
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        runner.run(send())
 
 
 @pytest.mark.integration

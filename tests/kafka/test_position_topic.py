@@ -92,9 +92,9 @@ async def test_a_schema_that_is_lost_stops_the_start_unless_its_topic_was_delete
     )
     try:
         with pytest.raises(StopForOperator, match="has lost schemas.*does not have this id"):
-            await refuse_lost_schemas([ours, there], topic_prefix, clients[0], topics)
-        await refuse_lost_schemas([ours, gone], topic_prefix, clients[1], topics)
-        await refuse_lost_schemas([replace(there, prefix="other")], topic_prefix, clients[2], topics)
+            await refuse_lost_schemas([ours, there], topic_prefix, clients[0], topics.missing)
+        await refuse_lost_schemas([ours, gone], topic_prefix, clients[1], topics.missing)
+        await refuse_lost_schemas([replace(there, prefix="other")], topic_prefix, clients[2], topics.missing)
     finally:
         await topics.close()
         for client in clients:

@@ -24,7 +24,6 @@ from schemas.topic_names import (
     format_relation,
     may_hold,
     message_topic,
-    parse_relation,
     relation_of_topic,
     transaction_topic,
 )
@@ -121,11 +120,11 @@ async def _shown(place: TopicPartition, record: Any, records: RecordRenderer, pr
     except UnreadableRecord as error:
         error.message = f"{place.topic}[{place.partition}] offset {record.offset}: {error.message}"
         raise
-    relation = parse_relation(shown.get("relation", ""))
+    relation = None if record.value is None else await records.native_relation(record.value, prefix)
     if relation is not None and not may_hold(prefix, place.topic, *relation):
         raise StopForOperator(
             f"{place.topic}[{place.partition}] offset {record.offset}: the record has the schema {shown['schema_id']}, which "
-            f"is that of {shown['relation']}",
+            f"is that of {format_relation(*relation)}",
             hint="the schema registry has lost schemas and given their IDs to others, or registry.url is not that of the "
             "gateway: correct registry.url, or restore the registry from a backup that has all schemas",
         )

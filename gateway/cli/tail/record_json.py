@@ -22,7 +22,7 @@ from schemas.errors import SchemaError
 from schemas.lsn import Lsn
 from schemas.registry_client import RegistryClient
 from schemas.schema_metadata import recorded_relation
-from schemas.topic_names import format_relation
+from schemas.topic_names import avro_namespace, format_relation
 from schemas.wire_format import FRAME_BYTES, read_schema_id
 
 _DEBEZIUM_OPERATIONS: Final = {
@@ -64,6 +64,13 @@ class RecordRenderer:
         named = ("op",) if "op" in record else ("kind",) if schema.get("name") == _MARKER else ()
         fields = {name: _field(name, value) for name, value in record.items() if name not in named}
         return shown | {name: value for name, value in fields.items() if value not in _NOTHING}
+
+    async def native_relation(self, value: bytes, prefix: str) -> tuple[str, str] | None:
+        """Return the relation whose change this is, or None if no gateway with this prefix has
+        registered its schema for the native dialect."""
+        schema: Any = await self._registry.schema(read_schema_id(value))  # of another application, perhaps a text
+        relation = recorded_relation(schema) if isinstance(schema, dict) and schema.get("name") == "Change" else None
+        return relation if relation and schema["namespace"] == avro_namespace(prefix, *relation) else None
 
     async def _key(self, key: bytes | None) -> Shown:
         if key is None:

@@ -63,12 +63,23 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]
         if isinstance(request, SaslAuthenticateRequest):
             return self._authenticate(request)
         if self._logged_in.is_set() or isinstance(request, SaslHandShakeRequest):
-            return super().send(request, expect_response)
+            return self._send_now(request, expect_response)
         return self._send_later(request, expect_response)
 
     async def _send_later(self, request: Any, expect_response: bool) -> Any:
         await self._logged_in.wait()
-        return await super().send(request, expect_response)
+        return await self._send_now(request, expect_response)
+
+    def _send_now(self, request: Any, expect_response: bool) -> Any:
+        """Send a request. If the transport was closed a moment ago, uvloop raises RuntimeError,
+        where aiokafka expects OSError."""
+        try:
+            return super().send(request, expect_response)
+        except RuntimeError as error:
+            if self._writer is None or not self._writer.is_closing():
+                raise
+            self.close(reason=CloseReason.CONNECTION_BROKEN)
+            raise KafkaConnectionError(f"Connection at {self.host}:{self.port} closed") from error
 
     async def _authenticate(self, request: Any) -> Any:
         begun = time.monotonic()
