@@ -183,8 +183,23 @@ def test_a_server_that_was_set_back_is_read_on_only_when_everything_is_given_up(
     assert position.gap is not None and "earlier state" in position.gap.reason
 
 
-@pytest.mark.parametrize("facts", [without_slot(), with_server(in_recovery=True)])
-def test_no_standby_and_no_server_without_the_slot_is_recorded_as_set_back(facts: Facts) -> None:
+def test_positions_that_are_lost_are_a_gap_unless_the_slot_sends_something_twice() -> None:
+    facts = with_slot(confirmed_flush_lsn=Lsn(1601))
+    position, _ = done(accept_gap(fresh, EXPECTED), facts, marked(1300, newest=1600))
+    assert position.resume_lsn == 1601
+    assert position.gap is not None and "lost the newest records of walgate.position" in position.gap.reason
+    facts = with_slot(confirmed_flush_lsn=Lsn(1600))
+    with pytest.raises(StopForOperator, match="a second time"):
+        done(accept_gap(fresh, EXPECTED), facts, marked(1300, newest=1600))
+    at_least_once = replace(marked(1300, newest=1600), at_least_once=True)
+    for known, until_now in ((marked(1300, newest=1600), True), (at_least_once, False)):
+        assert done(accept_gap(fresh, EXPECTED, until_now=until_now), facts, known)[0].gap is not None
+
+
+@pytest.mark.parametrize(
+    "facts", [without_slot(), with_server(in_recovery=True), with_server(timeline=ACTIVE.timeline + 1)]
+)
+def test_no_standby_no_new_primary_and_no_server_without_the_slot_is_recorded_as_set_back(facts: Facts) -> None:
     behind = replace(facts, server=replace(facts.server, flush_lsn=Lsn(1200)))
     steps: list[Step] = []
     with pytest.raises((StopForOperator, RetrySlowly)):

@@ -266,6 +266,8 @@ def test_where_to_go_on_without_the_newest_positions_doubles_nothing() -> None:
         with pytest.raises(DataGap) as lost:
             started(with_slot(confirmed_flush_lsn=Lsn(confirmed)), marked(1300, newest=1600))
         assert command in lost.value.hint and ("walgate accept-gap" in lost.value.hint) == (confirmed > 1600)
+    with pytest.raises(DataGap, match="another process advanced the slot"):  # markers come before the position
+        started(with_slot(confirmed_flush_lsn=Lsn(1600)), replace(marked(1300, newest=1600), at_least_once=True))
 
 
 @pytest.mark.parametrize("look", [1, 2, 4])
