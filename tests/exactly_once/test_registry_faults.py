@@ -21,6 +21,7 @@ from tests.exactly_once.workload import PUBLICATION
 from tests.support.proxy import FaultProxy
 from tests.support.scene import Scene, open_scene
 from tests.support.slots import until_free
+from tests.support.written import checked
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -198,6 +199,7 @@ async def test_a_registry_from_an_old_backup_gives_no_id_twice(place: Place) -> 
         backup = await asyncio.to_thread(_subjects, older)
         xid = await scene.workload.one_transaction("full", 1)  # its first row: its schema is new
         await scene.ends("has lost schemas", f"{place.prefix}.work.plain.Change", "restore the registry")
+        assert "has lost schemas" in await checked(scene.gateway, 78)
         scene.gateway.start()
         await scene.ends("has lost schemas", f"{place.prefix}.work.plain.Change", "restore the registry")
         assert await asyncio.to_thread(_subjects, older) == backup
