@@ -62,6 +62,7 @@ def test_the_options_of_a_table_come_back_with_its_columns() -> None:
         ("kafka.sasl.password", "hidden"), ("registry.url", "http://user:hidden@localhost:8081"),
         ("kafka.sasl.oauthbearer.assertion.private.key.passphrase", "hidden"), ("kafka.sasl.oauthbearer.config", "x=hidden"),
     ):  # fmt: skip
-        with pytest.raises(OptionError, match=rf"(?s){name} would be readable.*WITH") as caught:
+        way_on = "CREATE TEMPORARY VIEW" if name == "registry.url" else "WITH"
+        with pytest.raises(OptionError, match=rf"(?s){name} would be readable.*{way_on}") as caught:
             with_options(columns, {**given, f"option.{name}": text})
         assert "hidden" not in str(caught.value)
