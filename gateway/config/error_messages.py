@@ -102,14 +102,15 @@ def _near(location: list[str], sections: dict[str, type[BaseModel]]) -> str:
     """Return the setting that was probably meant, or ""."""
     name = location[-1]
     same_name = [f"{section}.{name}" for section, found in sections.items() if name in found.model_fields]
-    elsewhere = [] if name in _OF_ITS_SECTION else same_name
+    short = name.removeprefix("ssl_").removeprefix("sasl_")
+    elsewhere = [] if name in _OF_ITS_SECTION or short != name else same_name
     if len(location) == 1:
         return (get_close_matches(name, sections, 1) or elsewhere or [""])[0]
     if len(location) > 2:
         return ""
     section, fields = location[0], sections[location[0]].model_fields
     longer = [field for field in fields if field.startswith((f"sasl_{name}", f"ssl_{name}", f"{name}_"))]
-    certain = [setting for setting in _MEANT.get(name, ()) if setting in fields] or longer
+    certain = [setting for setting in (*_MEANT.get(short, ()), short) if setting in fields] or longer
     similar = get_close_matches(name, fields, 1)
     found = [f"{section}.{field}" for field in certain] + elsewhere + [f"{section}.{field}" for field in similar]
     return next(iter(found), "")
