@@ -19,8 +19,8 @@ _HEAD = f"""# Settings
 
 Settings come from a TOML file (`walgate run --config walgate.toml`) with the sections below, and from environment variables
 `{PREFIX}<SECTION>__<NAME>`, which take precedence over the file. A variable `..._FILE` names a file that contains the value: use
-it for secrets, instead of the variable itself. If a setting does not exist or a value is invalid, the gateway names it and exits with code 78. In
-an environment variable, write a list as `a,b` or as JSON (`["a", "b"]`), and a TOML table as JSON.
+it for secrets, instead of the variable itself. If a setting does not exist or a value is invalid, the gateway names it and
+exits with code 78. In an environment variable, write a list as `a,b` or as JSON (`["a", "b"]`), and a TOML table as JSON.
 
 ```toml
 [source]
