@@ -194,6 +194,13 @@ class Stored:
         newest = self.newest_commit_lsn
         return not self.at_least_once and newest is not None and newest > position.last_commit_lsn
 
+    def sends_twice_from(self, confirmed: Lsn, position: Position) -> bool:
+        """Return whether a slot that is confirmed up to `confirmed`, further than a position after
+        which the position topic has lost its records, would send a transaction again that is in
+        Kafka."""
+        newest = self.newest_commit_lsn
+        return self.lacks_positions_after(position) and newest is not None and newest >= confirmed
+
     def lacks_markers_of(self, position: Position) -> bool:
         """Return whether the marker topic has lost its newest markers. Those that retention removes
         are its oldest."""

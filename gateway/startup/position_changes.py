@@ -26,8 +26,9 @@ by one that was derived from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from gateway.errors import NEW_PREFIX, DataGap, Retry, RetrySlowly, StopForOperator
 from gateway.events.marker_encoder import Marker
@@ -58,6 +59,7 @@ from gateway.startup.start import (
     PrepareKafka,
     ReadPositions,
     Record,
+    Step,
     Steps,
     record_set_back,
     refuse_other_prefix,
@@ -153,12 +155,8 @@ def accept_gap(
             "only if that hint says so: the command discards all committed changes that have not been delivered",
         )
     if slot is None or until_now or _is_lost(after, expected):
-        if slot is not None:
-            yield DropSlot()
-        else:
-            _raise(check_slot_capacity(after))
         # The creation of a slot waits until every open or prepared transaction has ended.
-        position, resume_lsn = replace(position, prepared=()), (yield CreateSlot())
+        position, resume_lsn = replace(position, prepared=()), (yield from _new_slot(after))
     else:
         resume_lsn = max(slot.confirmed_flush_lsn or Lsn(0), position.resume_lsn)
     marker = Marker("GAP", 0, first_lsn, end_lsn=resume_lsn, detail=reason)
@@ -174,6 +172,16 @@ def accept_gap(
     )
     yield Record(position, (marker,))
     return position
+
+
+def _new_slot(facts: Facts) -> Generator[Step, Any, Lsn]:
+    """Create the slot, after dropping the one that exists. Return the LSN at which it begins."""
+    if facts.slot is not None:
+        yield DropSlot()
+    else:
+        _raise(check_slot_capacity(facts))
+    created: Lsn = yield CreateSlot()
+    return created
 
 
 def _unacceptable(
@@ -202,15 +210,10 @@ def _unacceptable(
     elif not until_now:
         yield from check_set_back(facts, position)
         confirmed = None if facts.slot is None else facts.slot.confirmed_flush_lsn
-        newest = stored.newest_commit_lsn
-        if (
-            confirmed
-            and newest
-            and position.resume_lsn < confirmed <= newest
-            and stored.lacks_positions_after(position)
-        ):
+        if confirmed and confirmed > position.resume_lsn and stored.sends_twice_from(confirmed, position):
             yield StopForOperator(
-                f"accept-gap: slot {position.slot} would send the transactions from {confirmed} to {newest} a second time",
+                f"accept-gap: slot {position.slot} would send the transactions from {confirmed} to {stored.newest_commit_lsn} "
+                "a second time",
                 hint=NEW_PREFIX,
             )
 

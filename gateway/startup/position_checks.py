@@ -190,14 +190,12 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
         confirmed = before.slot.confirmed_flush_lsn
         ahead = confirmed - known.resume_lsn
         if ahead > 0 and stored.lacks_positions_after(known):
-            newest = stored.newest_commit_lsn
-            assert newest is not None
             yield DataGap(
-                f"slot {known.slot} is confirmed up to {confirmed}, and the marker topic has commits up to {newest}, but "
-                f"the stored resume LSN is {known.resume_lsn}: Kafka has lost the newest records of {POSITION_TOPIC}",
-                # A commit at the slot's LSN or after it would be sent, and written, a second time.
+                f"slot {known.slot} is confirmed up to {confirmed}, and the marker topic has commits up to "
+                f"{stored.newest_commit_lsn}, but the stored resume LSN is {known.resume_lsn}: Kafka has lost the newest records "
+                f"of {POSITION_TOPIC}",
                 hint="perhaps nothing is missing from the topics of changes, but it is not known where to continue: "
-                + (ACCEPT_GAP if newest < confirmed else NEW_PREFIX),
+                + (NEW_PREFIX if stored.sends_twice_from(confirmed, known) else ACCEPT_GAP),
             )
         elif ahead > 0:
             yield DataGap(
