@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import fastavro
-from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from gateway.config.kafka import KafkaSettings
 from gateway.kafka.aiokafka_internals.admin import Consumer
-from gateway.kafka.classify_errors import READING, classify
-from gateway.kafka.partition_reader import partition_reader, true_ends
-from gateway.kafka.producer import STOP_TIMEOUT_S
-from gateway.kafka.shutdown import close_with_timeout
+from gateway.kafka.partition_reader import open_reader, true_ends
 from schemas.lsn import Lsn
 from schemas.markers import COMMITTING
 from schemas.records import TRANSACTION_MARKER
@@ -35,7 +28,8 @@ async def last_commit(settings: KafkaSettings, marker_topic: str, timeout_s: flo
     """Return the LSN and the Unix time in seconds of the last commit, or None if the newest markers
     contain no commit. Raises WalgateError."""
     place = TopicPartition(marker_topic, 0)
-    async with _reading(settings, place, timeout_s) as consumer:
+    async with open_reader(settings, marker_topic, timeout_s) as consumer:
+        consumer.assign([place])
         end = (await consumer.end_offsets([place]))[place]
         first = (await consumer.beginning_offsets([place]))[place]
         markers = await _markers(consumer, place, max(first, end - _LOOKED_AT), end)
@@ -51,7 +45,8 @@ async def newest_commit_lsn(settings: KafkaSettings, marker_topic: str, timeout_
     transaction hides the newest markers, or a newer version of the gateway has written them.
     """
     place = TopicPartition(marker_topic, 0)
-    async with _reading(settings, place, timeout_s) as consumer:
+    async with open_reader(settings, marker_topic, timeout_s) as consumer:
+        consumer.assign([place])
         until = (await true_ends(settings, [place]))[place]
         if (await consumer.end_offsets([place]))[place] < until:
             return None
@@ -68,20 +63,6 @@ async def newest_commit_lsn(settings: KafkaSettings, marker_topic: str, timeout_
                 return Lsn(max(commits))
             until, count = since, 2 * count
     return Lsn(0) if first == 0 else None
-
-
-@asynccontextmanager
-async def _reading(settings: KafkaSettings, place: TopicPartition, timeout_s: float) -> AsyncIterator[Consumer]:
-    consumer = partition_reader(settings)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await consumer.start()
-            consumer.assign([place])
-            yield consumer
-    except (KafkaError, OSError, TimeoutError) as error:
-        raise classify(error, f"reading {place.topic}", READING) from error
-    finally:
-        await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
 
 
 async def _markers(consumer: Consumer, place: TopicPartition, since: int, until: int) -> list[Marker | None]:

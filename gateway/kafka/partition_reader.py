@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from typing import Final, Literal
 
+from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from gateway.config.kafka import KafkaSettings
+from gateway.errors import WalgateError
 from gateway.kafka.aiokafka_internals.admin import Consumer
+from gateway.kafka.classify_errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
 
@@ -30,6 +35,25 @@ def partition_reader(
         request_timeout_ms=settings.request_timeout_s * 1000,
         fetch_max_wait_ms=_FETCH_WAIT_MS,
     )
+
+
+@asynccontextmanager
+async def open_reader(
+    settings: KafkaSettings, topic: str, timeout_s: float, timed_out: WalgateError | None = None
+) -> AsyncIterator[Consumer]:
+    """Return a started consumer, and limit the time for all that is done with it. Errors name
+    `topic`. Raises WalgateError; after the time limit, it is `timed_out` if that is given."""
+    consumer = partition_reader(settings)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await consumer.start()
+            yield consumer
+    except (KafkaError, OSError) as error:
+        if timed_out is not None and isinstance(error, TimeoutError):
+            raise timed_out from error
+        raise classify(error, f"reading {topic}", READING) from error
+    finally:
+        await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
 
 
 async def true_ends(settings: KafkaSettings, places: Collection[TopicPartition]) -> dict[TopicPartition, int]:

@@ -4,20 +4,15 @@ gateway/transactions/position.py encodes and decodes positions."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import Retry
 from gateway.kafka.aiokafka_internals.admin import Consumer
-from gateway.kafka.classify_errors import READING, classify
-from gateway.kafka.partition_reader import partition_reader, true_ends
-from gateway.kafka.producer import STOP_TIMEOUT_S
-from gateway.kafka.shutdown import close_with_timeout
+from gateway.kafka.partition_reader import open_reader, true_ends
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 
 _POLL_MS = 200
@@ -73,20 +68,11 @@ async def _reading(
     """Return a consumer, and the end offset of each partition; without `waits`, the offset of the
     first transaction that is open. Errors name the topic of the first partition."""
     topic = places[0].topic
-    consumer = partition_reader(settings)
-    try:
-        async with asyncio.timeout(timeout_s):
-            ends = await true_ends(settings, places) if waits else {}
-            await consumer.start()
-            yield consumer, ends or await consumer.end_offsets(list(places))
-    except TimeoutError as error:
-        raise ReadIncomplete(
-            f"{topic} could not be read to its end within {timeout_s:.0f} s", hint=_NOT_TO_ITS_END.format(topic=topic)
-        ) from error
-    except (KafkaError, OSError) as error:
-        raise classify(error, f"reading {topic}", READING) from error
-    finally:
-        await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
+    incomplete = ReadIncomplete(
+        f"{topic} could not be read to its end within {timeout_s:.0f} s", hint=_NOT_TO_ITS_END.format(topic=topic)
+    )
+    async with open_reader(settings, topic, timeout_s, incomplete) as consumer:
+        yield consumer, await (true_ends(settings, places) if waits else consumer.end_offsets(list(places)))
 
 
 async def _newest(consumer: Consumer, place: TopicPartition, end: int) -> dict[bytes, bytes]:
