@@ -62,6 +62,14 @@ async def place(
         yield place
 
 
+@pytest.fixture
+async def proxied_place(
+    own_database: Database, proxied_kafka: ProxiedKafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> AsyncIterator[Place]:
+    async with _place(own_database, proxied_kafka, registry, topic_prefix, tmp_path) as place:
+        yield place
+
+
 @asynccontextmanager
 async def _place(
     database: Database, kafka: Kafka, registry: Registry, prefix: str, folder: Path
@@ -182,51 +190,41 @@ async def _without_tail(topic: str, place: Place, broker: ProxiedKafka) -> Any:
     return position
 
 
-async def test_markers_that_kafka_has_lost_are_a_gap(
-    own_database: Database,
-    proxied_kafka: ProxiedKafka,
-    registry: Registry,
-    topic_prefix: str,
-    tmp_path: Path,
-) -> None:
+async def test_markers_that_kafka_has_lost_are_a_gap(proxied_place: Place, proxied_kafka: ProxiedKafka) -> None:
     """K15: consumers would wait for nothing, and never see the rows."""
-    async with _place(own_database, proxied_kafka, registry, topic_prefix, tmp_path) as place:
-        before = await _without_tail(f"{topic_prefix}.transaction", place, proxied_kafka)
-        (newest,) = await place.written.commit_lsns()
-        said = "Kafka has lost the newest markers"
-        assert said in await checked(place.gateway, 78)
-        place.gateway.start()
-        await place.ends(said, "walgate accept-gap,")
-        await place.insert(4)
-        assert "take a new snapshot of the tables" in await walgate(place.gateway, "accept-gap")
-        await place.gateway.streaming()
-        await place.written.has("flows", {1, 4})
-        (gap,) = await place.written.markers("GAP")
-        assert (gap["marker_lsn"], gap["end_lsn"]) == (
-            newest,
-            before["resume_lsn"],
-        ) and "Kafka had lost the markers" in gap["detail"]
-        await place.stop()
-        assert "can still be read through slot" in await walgate(place.gateway, "accept-gap", code=78)
+    place = proxied_place
+    before = await _without_tail(f"{place.slot}.transaction", place, proxied_kafka)
+    (newest,) = await place.written.commit_lsns()
+    said = "Kafka has lost the newest markers"
+    assert said in await checked(place.gateway, 78)
+    place.gateway.start()
+    await place.ends(said, "walgate accept-gap,")
+    await place.insert(4)
+    assert "take a new snapshot of the tables" in await walgate(place.gateway, "accept-gap")
+    await place.gateway.streaming()
+    await place.written.has("flows", {1, 4})
+    (gap,) = await place.written.markers("GAP")
+    assert (gap["marker_lsn"], gap["end_lsn"]) == (
+        newest,
+        before["resume_lsn"],
+    ) and "Kafka had lost the markers" in gap["detail"]
+    await place.stop()
+    assert "can still be read through slot" in await walgate(place.gateway, "accept-gap", code=78)
 
 
 async def test_positions_that_kafka_has_lost_are_told_from_a_slot_that_was_advanced(
-    own_database: Database,
-    proxied_kafka: ProxiedKafka,
-    registry: Registry,
-    topic_prefix: str,
-    tmp_path: Path,
+    proxied_place: Place, proxied_kafka: ProxiedKafka
 ) -> None:
-    async with _place(own_database, proxied_kafka, registry, topic_prefix, tmp_path) as place:
-        await _without_tail(POSITION_TOPIC, place, proxied_kafka)
-        place.gateway.start()
-        await place.ends(f"Kafka has lost the newest records of {POSITION_TOPIC}", "walgate accept-gap,")
-        await place.insert(4)
-        await walgate(place.gateway, "accept-gap")
-        await place.gateway.streaming()
-        await place.written.has("flows", {1, 2, 3, 4})
-        lsns = await place.written.commit_lsns()
-        assert len(lsns) == 4 and all(a < b for a, b in pairwise(lsns))
+    place = proxied_place
+    await _without_tail(POSITION_TOPIC, place, proxied_kafka)
+    place.gateway.start()
+    await place.ends(f"Kafka has lost the newest records of {POSITION_TOPIC}", "walgate accept-gap,")
+    await place.insert(4)
+    await walgate(place.gateway, "accept-gap")
+    await place.gateway.streaming()
+    await place.written.has("flows", {1, 2, 3, 4})
+    lsns = await place.written.commit_lsns()
+    assert len(lsns) == 4 and all(a < b for a, b in pairwise(lsns))
 
 
 async def test_a_prepared_transaction_that_ended_within_a_gap_is_forgotten_and_one_that_ends_later_is_not(
