@@ -22,11 +22,11 @@ from spark_consumer.jobs.run import Run
 from spark_consumer.jvm import file_text, folder_names, write_text
 from spark_consumer.mirror import table_selection, version_manifest
 from spark_consumer.mirror.paths import changes_path, manifest_path
+from spark_consumer.mirror.slice_contents import is_mark
 from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.output_position import is_not_whole, read_position
 from spark_consumer.reader.markers import CommittedTransaction
 from spark_consumer.reader.positions import OF_CHANGELOG, OF_MIRROR, Output, Position, check_continues, resolve
-from spark_consumer.reader.table_marks import KINDS
 
 _TOPIC = "_topic"
 _MOST = 1_000_000  # markers: 20 seconds
@@ -191,7 +191,7 @@ def _first_row(spark: SparkSession, given: Mapping[str, str], begin: int, end: i
     options = {name.lower(): value for name, value in given.items()}
     options |= {"startingposition": f"marker:{begin}", "endingposition": f"marker:{end}"}
     options.pop("maxchangespertrigger", None)
-    is_wanted = f.col("table").isNotNull() | f.col("op").isin(list(KINDS))
+    is_wanted = f.col("table").isNotNull() | is_mark()
     try:
         rows = spark.read.format("walgate").options(**options).load()
         found = rows.where(is_wanted & (f.col("commit_lsn") > after_lsn)).agg(f.min("commit_lsn")).head()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 from spark_consumer.arrow import spark_schema, to_frame
@@ -100,10 +100,9 @@ def total(sizes: Sequence[BatchSize]) -> BatchSize:
 def batch_size(raw: DataFrame) -> BatchSize:
     """Return the size of a set of changes (columns of frames.RAW, with or without the rows of table
     marks)."""
-    is_mark = f.col("op").isin(list(KINDS))
     found = raw.agg(
-        f.count_if(~is_mark).alias("changes"),
-        f.count_if(is_mark).alias("marks"),
+        f.count_if(~is_mark()).alias("changes"),
+        f.count_if(is_mark()).alias("marks"),
         f.sum(f.length("value")).alias("value_bytes"),
         f.min("commit_lsn").alias("first_lsn"),
         f.max("commit_lsn").alias("last_lsn"),
@@ -113,14 +112,19 @@ def batch_size(raw: DataFrame) -> BatchSize:
     return BatchSize(found["changes"], found["marks"], found["value_bytes"] or 0, *lsns)
 
 
+def is_mark() -> Column:
+    """Return the condition that a row (columns of frames.RAW) is a table mark, not a change."""
+    return f.col("op").isin(list(KINDS))
+
+
 def marks_in(raw: DataFrame) -> list[StoredMark]:
     """Return the table marks among these changes, in the order of their markers."""
     columns = ("op", "table", "commit_lsn", "ordinal", "value", "commit_time")
-    return parse_marks(raw.where(f.col("op").isin(list(KINDS))).select(*columns).toArrow().to_pylist())
+    return parse_marks(raw.where(is_mark()).select(*columns).toArrow().to_pylist())
 
 
 def without_marks(raw: DataFrame) -> DataFrame:
-    return raw.where(~f.col("op").isin(list(KINDS)))
+    return raw.where(~is_mark())
 
 
 def split_by_chunks(changes: DataFrame, chunks: Sequence[StoredMark]) -> tuple[DataFrame, DataFrame]:

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from spark_consumer.mirror.slice_contents import BatchSize
-from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
+from spark_consumer.mirror.slice_contents import BatchSize, is_mark
+from spark_consumer.reader.table_marks import SNAPSHOT_END
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,11 @@ class AppendedBatch:
 
 def summary_of(rows: DataFrame) -> AppendedBatch | None:
     """Return the summary of the rows of a batch (changes.COLUMNS), or None if there are none."""
-    is_mark = f.col("op").isin(list(KINDS))
     counted = (
         rows.groupBy("table", "schema_id", "commit_lsn")
         .agg(
             f.count("*").alias("rows"),
-            f.count_if(~is_mark).alias("changes"),
+            f.count_if(~is_mark()).alias("changes"),
             f.count_if(f.col("op") == SNAPSHOT_END).alias("ends"),
             f.sum(f.length("value")).alias("value_bytes"),
             f.max("commit_time").alias("commit_time"),

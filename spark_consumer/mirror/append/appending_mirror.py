@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_consumer.jvm import cloned
@@ -25,7 +25,7 @@ from spark_consumer.mirror.paths import APPENDED_FORMAT, changes_path
 from spark_consumer.mirror.progress_lines import ProgressListener, ignore_progress, report_progress, task_share
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.retention import RETENTION_S
-from spark_consumer.mirror.slice_contents import marks_in, split_by_chunks
+from spark_consumer.mirror.slice_contents import is_mark, marks_in, split_by_chunks
 from spark_consumer.mirror.spark_settings import tune, use_pool
 from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_states import TableStates, verified_chunks
@@ -33,7 +33,6 @@ from spark_consumer.mirror.tables.catalog import Catalog
 from spark_consumer.mirror.tables.prepare_table import EMPTY
 from spark_consumer.output_position import OutputPosition, running_query, write_position
 from spark_consumer.reader.registry import Schema
-from spark_consumer.reader.table_marks import KINDS
 from spark_consumer.reader.topics import check_table
 from spark_consumer.tables import TableName
 
@@ -112,7 +111,7 @@ class AppendingMirror:
         # Compaction is left to the merges, so that batches do not wait for it.
         tune(spark, TABLE_FORMAT.session_defaults(compacts=False))
         use_pool(spark, _POOL)
-        rows = raw.where(f.col("table").isNotNull() | _is_mark()).select(*changes.COLUMNS).persist()
+        rows = raw.where(f.col("table").isNotNull() | is_mark()).select(*changes.COLUMNS).persist()
         try:
             with report_progress(self.working, f"micro-batch {batch}", task_share(spark), lambda: None):
                 new, found = rows, summary_of(rows)
@@ -200,7 +199,7 @@ class AppendingMirror:
         offset, so rows up to `reached_lsn` are dropped. Those of tables that are new to the mirror
         stay: `_append` raises an error for these."""
         known = f.col("table").isin([name for name in found.tables if name in self._known])
-        return rows.where((f.col("commit_lsn") > self.reached_lsn) | ~(known | _is_mark()))
+        return rows.where((f.col("commit_lsn") > self.reached_lsn) | ~(known | is_mark()))
 
     def _late(self, found: AppendedBatch) -> list[str]:
         """Return the tables that are new to the mirror although it is already past their first
@@ -266,7 +265,3 @@ class AppendingMirror:
         if not merge or (self._merges.session is None and not TABLE_FORMAT.exists(spark, changes_path(self.path))):
             return
         self._merges.finish(self._merges.session or self._take_over(spark))
-
-
-def _is_mark() -> Column:
-    return f.col("op").isin(list(KINDS))
